@@ -142,9 +142,7 @@ def _argument_of(mode: object) -> str:
         return ""
     if mode in COMMUNICATORS:
         return f"mode='allreduce', communicator={mode!r}"
-    if mode in TRANSPORTS:
-        return f"mode='asynchronous', parameter_server_mode={mode!r}"
-    return ""
+    return f"mode='asynchronous', parameter_server_mode={mode!r}" if mode in TRANSPORTS else ""
 
 
 ANY = checked(lambda value: value)
@@ -255,8 +253,7 @@ class FitConfig(UserSettings):
         """Task slots that parameter servers take; with ``num_servers='auto'`` at least one."""
         if self.network.servers != "executors" or not self.with_server:
             return 0
-        count = self.network.num_servers
-        return 1 if count == "auto" else int(count)
+        return 1 if self.network.num_servers == "auto" else int(self.network.num_servers)
 
     @property
     def restarts(self) -> int:

@@ -91,19 +91,11 @@ class SparkDLError(Exception):
         super().__init__(what)
 
     def __str__(self) -> str:
-        lines = [self.what]
-        for label, text in (
-            ("expected", self.expected),
-            ("received", self.received),
-            ("hint", self.hint),
-        ):
-            if text:
-                lines.append(f"  {label}: {text}")
-        return "\n".join(lines)
+        said = [(name, getattr(self, name)) for name in BEATS[1:]]
+        return "\n".join([self.what, *(f"  {name}: {text}" for name, text in said if text)])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = dict(self.__dict__)
-        return _rebuild, (type(self), self.what, state)
+        return _rebuild, (type(self), self.what, dict(self.__dict__))
 
 
 def beats_of(error: BaseException) -> dict[str, str] | None:
@@ -122,10 +114,9 @@ def raised_of(beats: Mapping[str, object], rank: int) -> SparkDLError | None:
     Args:
         beats: As they came over the network: each text is cut after :data:`MAX_BEAT_CHARS`.
     """
-    cls = globals().get(str(beats.get("type", "")))
-    if not isinstance(cls, type) or not issubclass(cls, SparkDLError):
-        return None
-    if issubclass(cls, WorkerError):
+    cls: Any = globals().get(str(beats.get("type", "")))
+    is_error = isinstance(cls, type) and issubclass(cls, SparkDLError)
+    if not is_error or issubclass(cls, WorkerError):
         return None
     texts = {name: str(beats.get(name, ""))[:MAX_BEAT_CHARS] for name in BEATS}
     texts["what"] += f" (worker {rank})"

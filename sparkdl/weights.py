@@ -71,13 +71,11 @@ class Layout:
         (9, 6)
         """
         slots: list[Slot] = []
-        offset = 0
-        trained_size = 0
+        offset = trained_size = 0
         for group in (trained, averaged):
             for name, shape, dtype in group:
-                slot = Slot(name, tuple(int(d) for d in shape), dtype, offset)
-                slots.append(slot)
-                offset += slot.size
+                slots.append(Slot(name, tuple(int(d) for d in shape), dtype, offset))
+                offset += slots[-1].size
             if group is trained:
                 trained_size = offset
         return cls(tuple(slots), trained_size, offset)

@@ -22,8 +22,7 @@ from sparkdl.weights import NotFiniteError, is_finite
 L = TypeVar("L", bound=Learner)
 
 STACK_BYTES = 64 << 20
-"""Bytes of the rows of one stack at most (two stacks are in memory at a time), but at least one
-batch."""
+"""Most bytes of one stack's rows (two stacks are in memory at a time), but at least a batch."""
 _KEEP_S = 2.0
 """Seconds after which a worker that trains on its own leaves its optimizer's state with the driver
 at an epoch's end, also where nobody asked for it: what a fit has when its job is cancelled."""
@@ -293,8 +292,7 @@ class _Loop(Generic[L]):
         position = self._batches_of(start.position, start.windows_per_epoch)
         if start.windows_per_epoch is not None and self.synchronizer.every_batch:
             per_epoch, position = start.windows_per_epoch, start.position  # a step of all workers
-        epochs = max(0, start.epoch - self.settings.first_epoch)
-        self.steps = epochs * per_epoch + position
+        self.steps = max(0, start.epoch - self.settings.first_epoch) * per_epoch + position
         if self.steps and not start.with_optimizer:
             together = self.num_workers if self.settings.follow_schedule else 1
             self.learner.optimizer.set_step(self.first_step + self.steps * together)

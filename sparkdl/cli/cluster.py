@@ -9,6 +9,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from importlib import resources
+from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -27,8 +28,7 @@ def run(given: Namespace) -> int:
         raise ConfigError("-np is the number of ranks", expected="1 or more",
                           received=str(given.num_proc))  # fmt: skip
     try:
-        with open(given.script, "rb") as file:
-            source = file.read()
+        source = Path(given.script).read_bytes()
     except OSError as error:
         raise ConfigError("there is no script to run", expected="a Python file",
                           received=f"{given.script!r}: {error}") from error  # fmt: skip
@@ -224,8 +224,7 @@ def write_manifests(folder: str, namespace: str) -> list[str]:
     for name in ("driver.yaml", "executor.yaml", "service.yaml"):
         text = resources.files("sparkdl.cli").joinpath("manifests", name).read_text()
         paths.append(os.path.join(folder, name))
-        with open(paths[-1], "w") as file:
-            file.write(Template(text).substitute(values))
+        Path(paths[-1]).write_text(Template(text).substitute(values))
     return paths
 
 

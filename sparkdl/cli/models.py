@@ -84,8 +84,7 @@ def predict(given: Namespace) -> int:
 def evaluate(given: Namespace) -> int:
     """``sparkdl evaluate``: the counterpart of ``SparkModel.evaluate``."""
     with spark_session(given) as spark:
-        spark_model = _spark_model(given, {})
-        results = spark_model.evaluate(
+        results = _spark_model(given, {}).evaluate(
             read_data(spark, given), batch_size=given.batch_size,
             features=columns(given.features), label=columns(given.label),
             sample_weight=columns(given.sample_weight),
@@ -160,8 +159,7 @@ def exchange_costs(
 
 
 def _settings(given: Namespace) -> dict[str, Any]:
-    """The arguments of ``SparkModel`` that the user has given; the others keep their defaults, or
-    what the model's file says."""
+    """The given arguments of ``SparkModel``; the model's file or the defaults say the others."""
     settings = given_settings(given, FitConfig, MODEL_SETTINGS)
     network = given_settings(given, Network)
     limits = given_settings(given, Limits, LIMITS_OF_FIT)
@@ -184,8 +182,7 @@ def _is_function(text: str) -> bool:
 
 def _session_of_model(given: Namespace) -> AbstractContextManager[None]:
     """A session, where the path of MODEL may be one of Spark's."""
-    model = given.model
-    return nullcontext() if _is_function(model) else session_of_path(given, model)
+    return nullcontext() if _is_function(given.model) else session_of_path(given, given.model)
 
 
 def _spark_model(given: Namespace, settings: dict[str, Any]) -> Any:
@@ -204,8 +201,7 @@ def _spark_model(given: Namespace, settings: dict[str, Any]) -> Any:
 
 
 def _predict_of(given: Namespace) -> Callable[..., Any]:
-    """``predict`` of MODEL: what ``SparkModel.save`` wrote knows its columns; others need not even
-    be compiled."""
+    """``predict`` of MODEL, compiled or not; what ``SparkModel.save`` wrote knows its columns."""
     import sparkdl
     from sparkdl.files.model_file import read_model
 

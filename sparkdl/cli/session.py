@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sparkdl.errors import ConfigError
+from sparkdl.files.storage import SCHEME
 
 _FORMATS = {
     "parquet": "parquet", "pq": "parquet", "csv": "csv", "json": "json", "jsonl": "json",
@@ -18,7 +18,6 @@ _FORMATS = {
 }  # fmt: skip
 """Ending of a path -> format."""
 _COMPRESSED = ("gz", "bz2", "zst", "lz4", "snappy", "deflate", "zlib")
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/")
 _NEVER_SPARKS = ("file", "http", "https", "ftp")
 _CLUSTERS_VARIABLES = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE", "HADOOP_CONF_DIR")
 """Set under ``spark-submit``; for a Connect server; where Spark knows a cluster's file system."""
@@ -53,7 +52,7 @@ def session_of_path(given: Namespace, path: str) -> Iterator[None]:
     ``spark-submit``, with ``HADOOP_CONF_DIR``, and with options that say which Spark, it is what
     Spark says, as for the commands that always have a session.
     """
-    scheme = _SCHEME.match(path)
+    scheme = SCHEME.match(path)
     named = scheme is not None and scheme[1].lower() not in _NEVER_SPARKS
     asked = given.master or given.remote or given.conf
     cluster = any(os.environ.get(name) for name in _CLUSTERS_VARIABLES)

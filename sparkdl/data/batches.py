@@ -128,8 +128,7 @@ def grouped(groups: npt.NDArray[Any], batch_size: int, random: Random | None) ->
             ends.append(end)
             start = end
         end += size
-    batches = np.split(np.argsort(number, kind="stable"), ends)
-    return batches if len(groups) else []
+    return np.split(np.argsort(number, kind="stable"), ends) if len(groups) else []
 
 
 class Batches:
@@ -273,10 +272,8 @@ class Batches:
     def _gather(self, order: _Order | None, first: int, count: int) -> BatchStack:
         start = first * self.batch_size
         stop = min(start + count * self.batch_size, self.plan.num_rows)
-        if order is None:
-            batch = self.rows.slice(start, stop)
-        else:
-            batch = self.rows.take(order(start, stop))
+        rows = self.rows
+        batch = rows.slice(start, stop) if order is None else rows.take(order(start, stop))
         if self._weights is not None:
             batch = self._weights.weigh(batch)
         stack = stack_of(batch, count, grouped=bool(self._grouped))
@@ -374,8 +371,7 @@ class _BlockOrder:
         if self._current[0] != group:
             blocks = self._groups[group]
             # A stack may begin in the group before; the group after is read ahead.
-            near = self._groups[max(group - 1, 0) : group + 2]
-            self._storage.focus(np.concatenate(near))
+            self._storage.focus(np.concatenate(self._groups[max(group - 1, 0) : group + 2]))
             rows = np.concatenate(
                 [np.arange(self._sizes[b], dtype=np.int64) + b * self._block_rows for b in blocks]
             )

@@ -52,9 +52,8 @@ class ValuePlace:
     ) -> DataError:
         """An error about the first of the ``values`` that is ``bad``."""
         index = np.unravel_index(int(np.argmax(bad)), bad.shape)
-        row = int(index[0])
         return self.error(
-            problem, row=row, expected=expected, received=str(values[index]), hint=hint
+            problem, row=int(index[0]), expected=expected, received=str(values[index]), hint=hint
         )
 
     def check_nulls(self, array: Any, per_row: int | None = None) -> None:
@@ -142,8 +141,7 @@ def empty_stored(spec: ColumnSpec) -> Stored:
     """No rows, as they are stored."""
     if not spec.is_ragged:
         return empty_rows(spec)
-    values = np.empty((0, *spec.position_shape), spec.value_dtype)
-    return Ragged(values, np.empty(0, np.int64))
+    return Ragged(np.empty((0, *spec.position_shape), spec.value_dtype), np.empty(0, np.int64))
 
 
 def empty_rows(spec: ColumnSpec) -> Array:
@@ -224,9 +222,6 @@ def cast(values: Array, target: np.dtype[Any], place: ValuePlace, row: int | Non
     return made
 
 
-_NONE = np.zeros(0, np.bool_)
-
-
 def lost(values: Array, made: Array) -> tuple[npt.NDArray[np.bool_], str, str]:
     """True where a cast has changed an integer, or lost what an integer dtype does not hold (empty
     if it cannot); what was expected; a hint. Numbers with a point are rounded, as in Keras."""
@@ -254,7 +249,7 @@ def lost(values: Array, made: Array) -> tuple[npt.NDArray[np.bool_], str, str]:
                 "the model's input, or the column asked for, of an integer dtype keeps all digits; "
                 "F.col(...).cast('double') makes numbers that may be rounded",
             )  # fmt: skip
-    return _NONE, "", ""
+    return np.zeros(0, np.bool_), "", ""
 
 
 def check_labels(values: Array, spec: ColumnSpec, place: ValuePlace) -> Array:

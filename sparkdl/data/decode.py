@@ -112,12 +112,10 @@ def _content(array: Any) -> tuple[Array, Array]:
 
 
 def _to_rgb(pixels: Array, wanted: int) -> Array:
-    channels = pixels.shape[-1]
-    if channels == 1:
+    if pixels.shape[-1] == 1:
         return pixels if wanted == 1 else np.repeat(pixels, wanted, axis=-1)
-    order = [2, 1, 0, 3][:wanted]
     out = np.empty((*pixels.shape[:-1], wanted), np.uint8)
-    for target, source in enumerate(order):
+    for target, source in enumerate([2, 1, 0, 3][:wanted]):
         out[..., target] = pixels[..., source]
     return out
 
@@ -168,8 +166,7 @@ def decode_column(batch: pa.RecordBatch, spec: ColumnSpec, first_row: int = 0) -
     if spec.kind == "decoded":
         return check_labels(_decode_values(arrays[0], spec, place), spec, place)
     if spec.kind == "image":
-        images = decode_images(arrays[0], place)
-        return compact(check_labels(images, spec, place), spec, place)
+        return compact(check_labels(decode_images(arrays[0], place), spec, place), spec, place)
     if spec.kind == "binary":
         values = _decode_bytes(arrays[0], spec, place)
     elif spec.kind == "scalars":
@@ -209,8 +206,7 @@ def _decode_scalars(arrays: Sequence[Any], spec: ColumnSpec, first_row: int) -> 
     columns = [numbers_of(array, place) for array, place in zip(arrays, places, strict=True)]
     if len(columns) == 1:
         return columns[0]
-    dtypes = {column.dtype for column in columns}
-    dtype = np.result_type(*dtypes)
+    dtype = np.result_type(*{column.dtype for column in columns})
     if np.dtype(spec.dtype).kind == "f" and dtype.itemsize > np.dtype(spec.dtype).itemsize:
         dtype = np.dtype(spec.dtype)
     values = np.empty((len(columns[0]), len(columns)), dtype)
@@ -247,8 +243,7 @@ def _decode_texts(array: Any, place: ValuePlace) -> Ragged:
         raise place.error(
             "values that are no text", expected="strings", received=f"Arrow type {array.type}"
         )
-    array = array.cast(pa.large_string())
-    return Ragged(*_content(array))
+    return Ragged(*_content(array.cast(pa.large_string())))
 
 
 def _decode_sequences(array: Any, place: ValuePlace) -> Ragged:
@@ -420,8 +415,7 @@ def is_vector(kind: Any) -> bool:
 
 def decode_vectors(array: Any, place: ValuePlace) -> Array:
     """The struct of an ML vector, dense and sparse rows mixed -> ``(num_rows, width)``."""
-    names = [f.name for f in array.type]
-    fields = dict(zip(names, array.flatten(), strict=True))
+    fields = dict(zip([f.name for f in array.type], array.flatten(), strict=True))
     values = fields["values"]
     place.check_nulls(values)
     if len(array) == 0:

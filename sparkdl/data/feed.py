@@ -66,11 +66,10 @@ class TakenRows:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """As arrays, whose first axis is the rows."""
-        end = self.start + self.num_rows
         return {
             name: to_numpy(self.source.rows.column(number).slice(self.start, self.num_rows))
             if view is None
-            else view[self.start : end]
+            else view[self.start : self.start + self.num_rows]
             for number, (name, view) in enumerate(self.source.views().items())
         }
 
@@ -383,8 +382,7 @@ class Feed(RowFeed):
         self._terminated = False
 
     def should_stop(self) -> bool:
-        ended = self._epochs is not None and self.epoch >= self._epochs
-        return self._terminated or ended
+        return self._terminated or (self._epochs is not None and self.epoch >= self._epochs)
 
     def terminate(self) -> None:
         self._terminated = True
@@ -440,7 +438,4 @@ class Feed(RowFeed):
 
 
 def _arrays(table: pa.Table) -> Columns:
-    return {
-        name: to_numpy(column)
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    }
+    return dict(zip(table.column_names, map(to_numpy, table.columns), strict=True))

@@ -93,9 +93,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     """The type without views, dictionaries, runs, extensions, half floats and unsigned integers."""
     types, name = pa.types, str(kind)
     if isinstance(kind, pa.BaseExtensionType):
-        if kind.extension_name == "arrow.bool8":
-            return pa.bool_()
-        return plain_type(kind.storage_type)
+        return pa.bool_() if kind.extension_name == "arrow.bool8" else plain_type(kind.storage_type)
     if types.is_dictionary(kind) or name.startswith("run_end_encoded"):
         return plain_type(kind.value_type)
     if is_any_list(kind):

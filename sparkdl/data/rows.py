@@ -346,8 +346,7 @@ def label_mean(rows: Rows) -> tuple[float, ...]:
         labels = labels if spec.ignored is None else labels[labels != spec.ignored]
         if not labels.size:
             return ()
-        counts = np.bincount(labels, minlength=classes)
-        return tuple((counts / labels.size).tolist())
+        return tuple((np.bincount(labels, minlength=classes) / labels.size).tolist())
     values = stored.reshape(len(stored), -1) if stored.ndim < 2 else stored
     if values.shape[-1] > MOST_VALUES:
         return ()

@@ -34,12 +34,10 @@ def check_versions(java: str | None, spark: str, pyspark: str) -> list[Check]:
     if number < (3, 5):
         checks.append(Check("spark", "error", spark, "Spark 3.5 or newer", "a newer one"))
     elif minor[0] != minor[1]:
-        checks.append(
-            Check(
-                "spark", "warning", f"Spark {spark}, pyspark {pyspark}",
-                "pyspark of Spark's version", f"pip install 'pyspark=={minor[0]}.*'",
-            )
-        )  # fmt: skip
+        checks.append(Check(
+            "spark", "warning", f"Spark {spark}, pyspark {pyspark}",
+            "pyspark of Spark's version", f"pip install 'pyspark=={minor[0]}.*'",
+        ))  # fmt: skip
     else:
         checks.append(Check("spark", "ok", spark))
     return checks
@@ -88,13 +86,11 @@ def check_settings(setting: Setting, config: FitConfig, master: str, tasks: int)
         checks.append(_check_overhead(setting, config, tasks))
     limit = setting("spark.executor.pyspark.memory")
     if limit and megabytes(limit) < tasks * WORKER_MB:
-        checks.append(
-            Check(
-                "pyspark memory", "error", f"spark.executor.pyspark.memory={limit}",
-                f"at least {tasks * WORKER_MB}m for {tasks} tasks of an executor, or not set",
-                "it bounds the address space of a worker; a framework reserves much of that",
-            )
-        )  # fmt: skip
+        checks.append(Check(
+            "pyspark memory", "error", f"spark.executor.pyspark.memory={limit}",
+            f"at least {tasks * WORKER_MB}m for {tasks} tasks of an executor, or not set",
+            "it bounds the address space of a worker; a framework reserves much of that",
+        ))  # fmt: skip
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     rows = int(setting(name) or 10_000)
     found = Check("arrow", "ok", f"{name}={rows}")

@@ -73,8 +73,7 @@ def probed(folder: str | None, timeout_s: float) -> Iterator[ProbedFolder | None
 
 
 def _clear(written: Future[ProbedFolder]) -> None:
-    marker = written.result().marker
-    if marker is not None:
+    if (marker := written.result().marker) is not None:
         with contextlib.suppress(OSError):
             os.unlink(marker)
 
@@ -381,14 +380,13 @@ class _Examination:
             ranks = stack.begin(launcher.launch(task))
             if not self._wait(ranks.wait):
                 silent = sorted(set(range(slots)) - (echo.callers if echo else set()))
-                found = Check(
+                self.checks.append(Check(
                     "barrier", "error", f"no answer within {2 * self.timeout_s:g} s from ranks "
                     f"{', '.join(map(str, silent)) or '(all have begun)'}",
                     f"{slots} tasks that run at the same time and end",
                     "are the slots free? Look at the executors' logs on Spark's page; on a busy "
                     "cluster timeout_s= gives more time",
-                )  # fmt: skip
-                self.checks.append(found)
+                ))  # fmt: skip
                 return []
             try:
                 results = of_kind(ranks.results(), "probe")

@@ -302,14 +302,12 @@ def _few(items: list[str], most: int = 4) -> str:
     return "; ".join(items[:most]) + more
 
 
-_UNITS: tuple[tuple[str, int], ...] = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-
-
 def size_text(count: int) -> str:
     """Bytes for people.
 
     >>> size_text(3 << 29), size_text(5)
     ('1.5 GiB', '5 bytes')
     """
-    unit = next(((name, size) for name, size in _UNITS if count >= size), None)
+    units = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+    unit = next(((name, size) for name, size in units if count >= size), None)
     return f"{count / unit[1]:.1f} {unit[0]}" if unit else f"{count} bytes"

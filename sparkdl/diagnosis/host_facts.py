@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 IMPORTED = ("numpy", "pyarrow", "pandas", "cloudpickle", "sparkdl")
@@ -40,8 +41,7 @@ def collect(options: dict[str, Any]) -> dict[str, Any]:
             packages[name] = str(getattr(importlib.import_module(name), "__version__", "unknown"))
         except BaseException as error:  # a broken package may raise anything
             packages[name], problems[name] = None, f"{type(error).__name__}: {error}"
-    for name in LOOKED_UP:
-        packages[name] = _version(name)
+    packages.update({name: _version(name) for name in LOOKED_UP})
     return {
         "host": socket.gethostname(),
         "network": _network(),
@@ -120,8 +120,8 @@ def _horovod_builds() -> list[str]:
 def _network() -> str:
     """:func:`sparkdl.wire.hosts.host_id`, which cannot be imported here."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:
         return socket.gethostname()
 
@@ -149,8 +149,7 @@ def _disk(folder: str) -> dict[str, Any]:
 def _first_number(*paths: str) -> int | None:
     for path in paths:
         try:
-            with open(path) as file:
-                return int(file.read().split()[0])
+            return int(Path(path).read_text().split()[0])
         except (OSError, ValueError, IndexError):
             continue
     return None
@@ -185,8 +184,7 @@ def _cpus() -> float:
         count = float(os.cpu_count() or 1)
     for folder in _cgroup_folders():
         try:
-            with open(folder + "/cpu.max") as file:
-                quota, period = file.read().split()[:2]
+            quota, period = Path(folder, "cpu.max").read_text().split()[:2]
             if quota != "max":
                 count = min(count, int(quota) / int(period))
         except (OSError, ValueError):

@@ -46,8 +46,7 @@ class MemoryNeeds:
     @property
     def worker(self) -> int:
         """Those of a worker: weights, gradients and slots, and the buffers that travel."""
-        buffers = 1 if not self.servers else 3
-        return FRAMEWORK_BYTES + self.weights * (2 + self.slots + buffers)
+        return FRAMEWORK_BYTES + self.weights * (2 + self.slots + (3 if self.servers else 1))
 
     def predicting(self, workers: int) -> int:
         """Those of the workers of one executor that predict: large weights lie there once."""

@@ -141,8 +141,7 @@ class RenamingFileSystem(FileSystem):
             raise IsADirectoryError(f"{path} is a folder")
 
     def _write_beside(self, path: str, content: bytes) -> str:
-        folder = os.path.dirname(path)
-        if folder:
+        if folder := os.path.dirname(path):
             self._make_folder(folder)
         partial = self._name_beside(path)
         with self._deleting_on_error(partial):
@@ -202,9 +201,7 @@ class LocalFileSystem(RenamingFileSystem):
             return file.read(-1 if at_most is None else at_most)
 
     def find(self, path: str) -> Kind | None:
-        if os.path.isdir(path):
-            return "folder"
-        return "file" if os.path.lexists(path) else None
+        return "folder" if os.path.isdir(path) else "file" if os.path.lexists(path) else None
 
     def files_in(self, folder: str) -> list[FileEntry]:
         found = []
@@ -263,10 +260,9 @@ class ArrowFileSystem(RenamingFileSystem):
     def files_in(self, folder: str) -> list[FileEntry]:
         from pyarrow import fs
 
-        infos = self.arrow.get_file_info(fs.FileSelector(folder))
         found = [
             FileEntry(info.base_name, info.size, info.mtime_ns and info.mtime_ns / 1e9)
-            for info in infos
+            for info in self.arrow.get_file_info(fs.FileSelector(folder))
             if info.type == fs.FileType.File
         ]
         return sorted(found, key=lambda file: file.name)

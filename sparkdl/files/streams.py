@@ -71,9 +71,7 @@ def open_input(path: str, *, mapped: bool = False, place: FilePlace | None = Non
     from pyarrow import fs
 
     place = place or place_of(path)
-    system = place.system
-    if mapped and place.is_local:
-        system = fs.LocalFileSystem(use_mmap=True)
+    system = fs.LocalFileSystem(use_mmap=True) if mapped and place.is_local else place.system
     with explained("read", path):
         if place.is_local:
             open_regular(place.inner).close()  # Arrow would wait for the writer of a pipe

@@ -35,8 +35,6 @@ from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.session.running import session_of
 from sparkdl.spark.spark_model import SparkModel
 
-OUTPUT_MODES = ("vector", "image")
-
 
 def _as_it_is(value: Any) -> Any:
     return value
@@ -46,7 +44,7 @@ def _as_it_is(value: Any) -> Any:
     ParamSpec("modelFile", "path of a saved Keras model", text),
     ParamSpec(
         "outputMode", "'vector' or 'image'",
-        partial(require_name, "outputMode", known=OUTPUT_MODES), "vector",
+        partial(require_name, "outputMode", known=("vector", "image")), "vector",
     ),
 )  # fmt: skip
 class _ImageFile(ImageStage):

@@ -188,8 +188,7 @@ class Child(Closing):
                 batch = next(batches, None)
                 self._answer(InputBatch(None if batch is None else batch_to_bytes(batch)))
             elif isinstance(message, GatherTexts):
-                texts = self._rank.all_gather(message.text, message.timeout_s)
-                self._answer(GatheredTexts(texts))
+                self._answer(GatheredTexts(self._rank.all_gather(message.text, message.timeout_s)))
             elif isinstance(message, LogLine):
                 if self._rank.log is not None:
                     self._rank.log(message.text)

@@ -135,9 +135,8 @@ class FeedSettings:
         else:
             num_rows = rows.num_rows
         gathered = communicator.all_gather(np.array([num_rows], np.int64))
-        counts = [int(count[0]) for count in gathered]
         rank = communicator.rank
-        fed = counts[: self.fed]
+        fed = [int(count[0]) for count in gathered][: self.fed]
         given = equal_rows(fed, self.uneven) if fed else []
         return RankFeed(
             rows, epochs=self.epochs, rows=given[rank] if rank < len(given) else 0,

@@ -260,8 +260,7 @@ def peer_environment(
     Raises:
         ResourceError: None of the ports is free.
     """
-    names = _variables(peers, _addresses(communicator, listening), communicator)
-    with environment(**names):
+    with environment(**_variables(peers, _addresses(communicator, listening), communicator)):
         yield
 
 
@@ -421,8 +420,7 @@ class FunctionTask(RaisingTask):
             with contextlib.ExitStack() as stack:
                 stack.enter_context(use(communicator))
                 if self.peers is not None:
-                    described = peer_environment(self.peers, exit_barrier, self.listening)
-                    stack.enter_context(described)
+                    stack.enter_context(peer_environment(self.peers, exit_barrier, self.listening))
                 call = partial(function, *args, **kwargs)
                 given = self.stream or self.feed
                 limit_s = None if given is None else given.stall_timeout_s
@@ -434,9 +432,8 @@ class FunctionTask(RaisingTask):
                     result = call()
             if feed is not None:
                 feed.terminate()  # of a stream the others learn by this that it ends
-            content = None
-            if self.all_results or rank.rank == 0:
-                content = _dump_result(result, rank.rank)
+            wanted = self.all_results or rank.rank == 0
+            content = _dump_result(result, rank.rank) if wanted else None
             if not serves:
                 # a rank that is done stays, so that its leaving does not look like a failure
                 exit_barrier.barrier()

@@ -243,17 +243,14 @@ class StreamIntake(BufferedService):
         with self.lock:
             if self._closed or number <= self._taken:
                 return {"left": True}
-            key = number, message.attempt
-            sent = self._sent.setdefault(key, _Sent(RowSpool(self._budget)))
+            sent = self._sent.setdefault((number, message.attempt), _Sent(RowSpool(self._budget)))
         if message.sequence > sent.last:  # else it came before, and its answer was lost
-            whole = None
             if message.total:
                 if message.offset == 0:  # one of the same size as before is no repetition of it
                     sent.assembly = _assembly()
-                whole = sent.assembly.put(message)
-            if whole is not None:
-                for batch in pa.ipc.open_stream(pa.py_buffer(whole)):
-                    sent.spool.add(batch)
+                if (whole := sent.assembly.put(message)) is not None:
+                    for batch in pa.ipc.open_stream(pa.py_buffer(whole)):
+                        sent.spool.add(batch)
             sent.last = message.sequence
         return {"rows": sent.spool.num_rows}
 

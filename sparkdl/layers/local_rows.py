@@ -429,8 +429,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             self.service.serve(self, model)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of all layers with a table, and the place of rows that a fit has
-        written."""
+        """Arguments of all layers with a table, and the place of rows that a fit has written."""
         return {
             **super().get_config(),
             "table": self.table,

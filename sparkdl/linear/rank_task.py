@@ -315,14 +315,12 @@ class LinearTraining:
             moved = np.empty(len(ids), np.intp)
             moved[order] = np.arange(len(ids))
             places.append(moved.take(entries))
-        none = np.empty(0, np.int64)
         counts = [np.array([len(ids) for ids in asked], np.int64) for asked in asks]
         came = self._exchange(
-            [np.concatenate([c, none, *asked]) for c, asked in zip(counts, asks, strict=True)]
+            [np.concatenate([c, *asked]) for c, asked in zip(counts, asks, strict=True)]
         )
         number = len(batches)
-        every = np.concatenate([part[number:] for part in came])
-        ids, entries = _ids_of(every, self._size)
+        ids, entries = _ids_of(np.concatenate([part[number:] for part in came]), self._size)
         slots = self.table.slots(ids).take(entries)
         ends = [np.cumsum([0, *part[:number]]) for part in came]
         firsts = np.cumsum([0, *(len(part) - number for part in came)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from sparkdl.tables.hashing import GOLDEN, mix64
 Numbers = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int32]
 Places = npt.NDArray[np.int64]
+N = TypeVar("N", np.float64, np.uint64)
 
 _DENSE = 1
 """The number of dense vectors in the field ``type`` of Spark's vectors."""
@@ -61,8 +62,7 @@ class SparseVectors:
         Raises:
             DataError: A vector is null, malformed, or has NaN or infinity.
         """
-        names = [field.name for field in array.type]
-        fields = dict(zip(names, array.flatten(), strict=True))
+        fields = dict(zip([field.name for field in array.type], array.flatten(), strict=True))
         kinds = fields["type"]
         if kinds.null_count:
             raise DataError(
@@ -86,8 +86,7 @@ class SparseVectors:
         found = cls(starts, indices, values, int(sizes.max(initial=0)))
         wrong = counts != lengths
         if not wrong.any() and len(indices):
-            outside = (indices < 0) | (indices >= np.repeat(sizes, lengths))
-            wrong = found._rows_with(outside)
+            wrong = found._rows_with((indices < 0) | (indices >= np.repeat(sizes, lengths)))
         if wrong.any():
             row = int(np.argmax(wrong))
             raise DataError(
@@ -140,10 +139,10 @@ class SparseVectors:
         return summed(weights, self.starts)
 
 
-def summed(entries: Numbers, starts: Places) -> Numbers:
+def summed(entries: npt.NDArray[N], starts: Places) -> npt.NDArray[N]:
     """The sum of the entries of each row, 0 of a row without any; see :class:`SparseVectors`."""
     filled = np.flatnonzero(starts[1:] > starts[:-1])
-    sums = np.zeros(len(starts) - 1)
+    sums = np.zeros(len(starts) - 1, entries.dtype)
     if len(filled):
         sums[filled] = np.add.reduceat(entries, starts[filled])
     return sums
@@ -230,10 +229,7 @@ class SparseRows:
         keys = vectors.indices.astype(np.uint64)
         if vectors.values is not None:
             keys += vectors.values.view(np.uint64) * GOLDEN
-        filled = np.flatnonzero(vectors.starts[1:] > vectors.starts[:-1])
-        hashes = np.zeros(len(self), np.uint64)
-        if len(filled):
-            hashes[filled] = np.add.reduceat(mix64(keys), vectors.starts[filled])
+        hashes = summed(mix64(keys), vectors.starts)
         hashes += mix64(self.labels.view(np.uint64))
         if self.weights is not None:
             hashes += mix64(self.weights.view(np.uint64) + GOLDEN)

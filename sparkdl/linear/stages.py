@@ -300,8 +300,7 @@ class FTRLClassifier(Stage, SavedStage, ProbabilisticClassifier, HasWeightCol, H
         self._copyValues(model)
         model._cut()  # what is wrong with thresholds is said before the fit
         parts = self._train(self._columns(dataset))
-        rows = parts[0].rows
-        if not rows:
+        if not parts[0].rows:
             raise DataError(
                 f"{type(self).__name__} has no rows to train on", expected="a DataFrame with rows",
                 received="one without any",

@@ -54,9 +54,7 @@ LOAD_INTERVAL_S = 5.0
 """Least time between two looks at processors and memory."""
 GPU_INTERVAL_S = 30.0
 """Least time between two questions to NVIDIA's tool, which is a program of its own."""
-_ASK = (
-    "--query-gpu=utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits",
-)  # fmt: skip
+_ASK = ("--query-gpu=utilization.gpu,memory.used,memory.total", "--format=csv,noheader,nounits")
 
 
 @dataclass(frozen=True)

@@ -233,8 +233,7 @@ class Cacher:
         return self._call("__call__", args, kwargs)
 
     def _call(self, name: str, args: Any, kwargs: Any) -> Any:
-        pieces = pieces_of((name, args, sorted(kwargs.items())))
-        key = b"".join(pieces)
+        key = b"".join(pieces_of((name, args, sorted(kwargs.items()))))
         with self._lock:
             asked, future = self._results.get(key, (0.0, None))
             fresh = future is not None and time.monotonic() - asked < self._interval_s

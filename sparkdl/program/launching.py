@@ -107,8 +107,6 @@ class Surroundings:
 
 
 LaunchType = Literal["threads", "processes", "spark"]
-OpensSurroundings = Callable[[Program, Any, Network], AbstractContextManager[Surroundings]]
-"""Makes a place for a program's nodes, given the session (None: the active one)."""
 _LOOK_S = 0.05
 _END_S, _END_NODE_S = 10.0, 1.0
 """Seconds that nodes have to end when the program stops, and more for each: cores may be few."""
@@ -299,8 +297,7 @@ def launch(
     if launch_type == "spark" and launcher is None:
         refuse_changed(network or Network(), "launch", NETWORK_OF_RANKS)
         stage = importlib.import_module("sparkdl.program.spark_stage")  # which needs Spark
-        on_spark: OpensSurroundings = stage.surroundings
-        return LaunchedProgram(program, on_spark(program, spark, network or Network()))
+        return LaunchedProgram(program, stage.surroundings(program, spark, network or Network()))
     if spark is not None or network is not None:
         raise ConfigError(
             "spark and network are for programs on Spark", expected="launch_type='spark' with them",

@@ -188,8 +188,7 @@ class ReplayBuffer:
                     expected="a program that runs as long as its nodes wait for each other",
                     received="its stop",
                 )
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            if time.monotonic() >= deadline:
                 raise WaitTimeoutError(
                     "a replay buffer waits for the other side",
                     expected=f"{what} within {timeout_s:g} s",

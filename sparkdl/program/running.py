@@ -271,8 +271,7 @@ class NodeTask(RaisingTask):
             return found
 
         try:
-            start = placed.node.start(lambda thing: replaced(thing, client))
-            made = start()
+            made = placed.node.start(lambda thing: replaced(thing, client))()
             if not placed.node.serves:
                 return made
             proxy.serve(made)

@@ -119,9 +119,7 @@ def is_live(stream: TextIO) -> bool:
     frontend, and not a process that merely has ``ipykernel`` imported, nor a cell whose output
     goes to a file.
     """
-    if stream.isatty():
-        return os.environ.get("TERM") != "dumb"
-    return is_cell(stream)
+    return os.environ.get("TERM") != "dumb" if stream.isatty() else is_cell(stream)
 
 
 def is_cell(stream: TextIO) -> bool:

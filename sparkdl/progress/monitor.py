@@ -93,9 +93,7 @@ class EpochSpeed:
         if self._before is not None and (since is None or 2 * self._rows_before > rows):
             since, trained = self._before, rows
         self._since, self._before, self._rows_before = now, None, 0
-        if since is None or now <= since or trained <= 0:
-            return None
-        return trained / (now - since)
+        return None if since is None or now <= since or trained <= 0 else trained / (now - since)
 
 
 WORKERS_INTERVAL_S = 0.5
@@ -270,8 +268,7 @@ class FitMonitor:
 
     def hear(self, lines: Iterable[tuple[int, str]]) -> None:
         """Takes in ``(rank, line)`` of what the ranks have said."""
-        told = tuple(lines)
-        if told:
+        if told := tuple(lines):
             self._tell(events.LinesLogged(told))
 
     def end_epochs(self, progress: RunProgress, epochs: int) -> None:
@@ -325,11 +322,10 @@ class FitMonitor:
 
     def _tell_workers(self, progress: RunProgress) -> None:
         self._driver_load = self._meter.look() or self._driver_load
-        event = events.WorkersProgressed(
+        self._tell(events.WorkersProgressed(
             progress.workers, progress.bytes_in, progress.bytes_out, self._driver_load,
             progress.servers, socket.gethostname(),
-        )  # fmt: skip
-        self._tell(event)
+        ))  # fmt: skip
 
     def _begin_epoch(self) -> None:
         if self.epochs_done < self._epochs and not self._in_epoch:
@@ -383,8 +379,7 @@ class FitMonitor:
         self.rate_between_epochs = self._steering.learning_rate
         if not self.stopped_inside:
             self.epochs_done += 1
-            loss = metrics.get("loss")
-            if isinstance(loss, float):
+            if isinstance(loss := metrics.get("loss"), float):
                 self._losses.append(loss)
         if self._steering.stop_wanted:
             self.stopped = True

@@ -115,8 +115,7 @@ class ConnectFileSystem:
 
     def _write(self, path: str, rows: list[tuple[int, int, bytes]], how: str) -> None:
         with _asked():
-            frame = self._spark.createDataFrame(rows, _SCHEMA)
-            frame.coalesce(1).write.mode(how).parquet(path)
+            self._spark.createDataFrame(rows, _SCHEMA).coalesce(1).write.mode(how).parquet(path)
 
     def _names(self, path: str) -> list[str]:
         """Paths of the files below a folder, from it on; of a file, one that is empty."""

@@ -52,10 +52,9 @@ def to_labeled_point(sc: object, features: Array, labels: Array, categorical: bo
     context = _context_of(sc)
     _check_rows(features, labels)
     y = np.asarray(labels)
-    wanted = 2 if categorical else 1
     if y.ndim == 2 and y.shape[1] == 1 and not categorical:
         y = y.reshape(-1)
-    if y.ndim != wanted or np.ndim(features) != 2:
+    if y.ndim != (2 if categorical else 1) or np.ndim(features) != 2:
         raise DataError(
             "a LabeledPoint is a vector of features and one number",
             expected="features (rows, features), labels "

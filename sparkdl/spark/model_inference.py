@@ -107,8 +107,7 @@ class ModelSettings:
                 received=shown(value),
                 hint="make another one: SparkModel(model, ...)" if name == "model" else "",
             )
-        own = cls.__module__.startswith("sparkdl.")
-        if own and known is None and not name.startswith("_"):
+        if cls.__module__.startswith("sparkdl.") and known is None and not name.startswith("_"):
             arguments = [n for n in dir(cls) if isinstance(getattr(cls, n), Setting)]
             meant = closest(name, arguments)
             raise ReadOnlyError(

@@ -21,8 +21,7 @@ _MOST_CHOICES = 4
 
 @dataclass
 class _Opened:
-    """The rows of a choice; ``shared`` is None until one fit has collected the rows, and if it
-    cannot."""
+    """The rows of a choice; ``shared`` is None until a fit has collected them, and if it cannot."""
 
     choice: RowChoice
     source: Source

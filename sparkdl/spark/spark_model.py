@@ -248,8 +248,7 @@ class SparkModel(ModelInference):
                     **check_keras_arguments(type(self), keras_fit_arguments),
                 ),
             )  # fmt: skip
-            split = call.arguments.validation_split
-            source = self._open(form, validation_data, columns, split)
+            source = self._open(form, validation_data, columns, call.arguments.validation_split)
             self._require_fitting(source, call.arguments)
             if form.has_columns:  # predict reads the same by default
                 self._columns = Columns(columns.features, columns.label)
@@ -357,8 +356,7 @@ class SparkModel(ModelInference):
             )
 
     def _open(self, form: Form, validation_data: object, columns: Columns, split: float) -> Source:
-        signature = model_signature(self.model)
-        choice = RowChoice(signature, columns, validation_data, split, self.seed)
+        choice = RowChoice(model_signature(self.model), columns, validation_data, split, self.seed)
         if isinstance(form, SharedData):
             return form.source(choice, self.limits.memory_budget_mb << 20)
         return open_fit_source(form, choice)
@@ -443,8 +441,7 @@ def load_as(
         else:
             settings["rule"] = restore_rule(mode, rule)
     loaded = cls(model, custom_objects=custom_objects, **{**settings, **overrides})
-    columns = columns_from_file(file.settings, path)
-    loaded._columns = replace(loaded._columns, **columns)
+    loaded._columns = replace(loaded._columns, **columns_from_file(file.settings, path))
     if file.state is not None:
         loaded._epochs_trained = file.state.epoch  # the next fit's row order is not the first's
         if not {"mode", "rule"} & set(overrides):

@@ -269,8 +269,7 @@ class TensorBoard:
                 numbers = numbers_of("epoch_", event.metrics)
                 self._write(f"trial_{event.trial}", event.epoch, numbers)
             case events.TrialEnded():  # one that goes on gets another file, which TensorBoard joins
-                writer = self._writers.pop(f"trial_{event.trial}", None)
-                if writer is not None:
+                if (writer := self._writers.pop(f"trial_{event.trial}", None)) is not None:
                     writer.close()
             case events.TrainingEnded() | events.TrainingFailed():
                 self._close()

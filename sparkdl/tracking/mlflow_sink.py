@@ -290,8 +290,7 @@ class MLflow:
         if before is not None and now > before[0]:
             share = max(0.0, worker.usage.cpu_s - before[1]) / (now - before[0])
             numbers[f"{place}/cpu_utilization_percentage"] = 100 * share
-        if worker.load is not None:  # of its whole host
-            load = worker.load
+        if (load := worker.load) is not None:  # of its whole host
             numbers[f"{place}/system_memory_usage_percentage"] = load.memory_percent
             for gpu, percent in enumerate(load.gpu_percents):
                 numbers[f"{place}/gpu_{gpu}_utilization_percentage"] = percent

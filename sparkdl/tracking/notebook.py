@@ -172,8 +172,7 @@ class NotebookCurves(_Picture):
                 if points := self._points.get(key):
                     x, y = zip(*points, strict=True)  # a metric with several values has more lines
                     mark = "." if label and len(x) < 30 else ""
-                    lines = axes.plot(x, y, dashes, color=colour, marker=mark)
-                    for line in lines[:1]:
+                    for line in axes.plot(x, y, dashes, color=colour, marker=mark)[:1]:
                         line.set_label(label or None)
             axes.set_title(name, fontsize=9)
             axes.tick_params(labelsize=8)

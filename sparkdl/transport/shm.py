@@ -86,10 +86,8 @@ class ShmChannel(StreamChannel):
             open_stream(self._socket, token, limits, mailbox=mailbox)
             if mailbox:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
-                mapped = map_received(
-                    data, descriptors, limits.buffer_bytes, "the parameter server",
-                    "its model has another layout than the worker's",
-                )  # fmt: skip
+                size, hint = limits.buffer_bytes, "its model has another layout than the worker's"
+                mapped = map_received(data, descriptors, size, "the parameter server", hint)
                 self.raw = np.frombuffer(mapped, np.uint8)
         except BaseException:
             self._socket.close()

@@ -335,8 +335,7 @@ class SearchRun:
             warnings.warn(f"trial {segment.trial} failed: {record.error}", RuntimeWarning, 2)
         else:
             standing = self._standings.pop(segment.trial)
-            copied = self.searcher.copied_after(segment.trial)
-            needed = standing.end(segment.end, metrics, copied)
+            needed = standing.end(segment.end, metrics, self.searcher.copied_after(segment.trial))
             record.kept_epoch, record.kept_metrics = standing.epoch, dict(standing.metrics)
             self.trainer.keep(segment.trial, needed)
         self.journal.write()

@@ -509,8 +509,7 @@ def _recipe(
             "estimator of sparkdl.ml",
             received=f"{type(build).__name__}" + " and params" * (params is not None),
         )
-    every = {"mode": "allreduce", **(settings or {})}
-    return BuildRecipe(build, seed, every, arguments)
+    return BuildRecipe(build, seed, {"mode": "allreduce", **(settings or {})}, arguments)
 
 
 def _described(

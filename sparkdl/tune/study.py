@@ -315,9 +315,8 @@ def importances(records: Iterable[TrialRecord], metric: str) -> dict[str, float]
         return {}
     epochs = max(at, key=lambda e: (at[e], e))
     compared = [r for r in compared if _is_there(r, epochs, metric)]
-    names = sorted({name for r in compared for name in r.params})
     found = {}
-    for name in names:
+    for name in sorted({name for r in compared for name in r.params}):
         having = [r for r in compared if name in r.params]
         if len(having) >= FEWEST:
             ranks = _ranks(np.array([r.metrics[epochs][metric] for r in having]))

@@ -283,9 +283,8 @@ def _distribution(optuna: Any, space: Space) -> Any:
     if space.kind == "categorical":
         return kinds.CategoricalDistribution(space.choices)
     if space.kind == "int":
-        low, high = int(space.low), int(space.high)
         whole = 1 if space.log or space.step is None else int(space.step)
-        return kinds.IntDistribution(low, high, log=space.log, step=whole)
+        return kinds.IntDistribution(int(space.low), int(space.high), log=space.log, step=whole)
     step = None if space.log else space.step  # Optuna takes no step beside log
     return kinds.FloatDistribution(space.low, space.high, log=space.log, step=step)
 
@@ -415,11 +414,7 @@ def from_keras_tuner(
             received=f"{type(build).__name__} with a method fit" if own_fit else repr(build)[:200],
             hint="arguments of fit are given to tune.search",
         )
-
-    def build_of(trial: Trial) -> keras.Model:
-        return make(HyperParameters(trial))
-
-    return build_of
+    return lambda trial: make(HyperParameters(trial))
 
 
 def _is_log(name: str, step: float | None, sampling: str | None) -> bool:

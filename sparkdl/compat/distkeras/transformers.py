@@ -81,8 +81,7 @@ class BinaryLabelTransformer(Transformer):
     def transform(self, dataframe: DataFrame) -> Any:
         check_columns(self, dataframe, "input_column", self.input_column)
         found = column(self.input_column).eqNullSafe(F.lit(self.label)).cast("double")
-        vector = array_to_vector(F.array(found, 1 - found))
-        return dataframe.withColumn(self.output_column, vector)
+        return dataframe.withColumn(self.output_column, array_to_vector(F.array(found, 1 - found)))
 
 
 class StandardTransformer(Transformer):

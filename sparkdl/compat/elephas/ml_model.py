@@ -382,8 +382,7 @@ class ElephasTransformer(
         return [OutputColumn(name, o, "values", "float64") for o, name in names.items()]
 
     def _transform(self, df: object) -> Any:
-        rows = self.getOrDefault("inference_batch_size")
-        self._setDefault(inferenceBatchSize=rows or 256)
+        self._setDefault(inferenceBatchSize=self.getOrDefault("inference_batch_size") or 256)
         return super()._transform(df)
 
     def _trained_part(self) -> tuple[list[Any], str]:
@@ -392,7 +391,7 @@ class ElephasTransformer(
     def content(self) -> StageContent:
         kind = None if self.model_type is None else self.model_type.name
         plain_part = {"model_type": kind, "history": self._history}
-        return StageContent(plain_part, self.trained.archive, {})
+        return StageContent(plain_part, self.trained.archive)
 
     def take(self, loaded: Loaded) -> None:
         found = load_model(loaded)

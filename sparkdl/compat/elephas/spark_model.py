@@ -118,8 +118,7 @@ class _Names(sparkdl.SparkModel):
         import h5py
 
         config = self.get_config()
-        kept = {name: config[name] for name in _SAVED}
-        settings = {"class_name": type(self).__name__, "config": kept}
+        settings = {"class_name": type(self).__name__, "config": {n: config[n] for n in _SAVED}}
         with TemporaryFolder() as folder:
             path = Path(folder.path) / "model.h5"
             self.model.save(path)

@@ -19,9 +19,6 @@ from sparkdl.spark.runs.function_stage import dump_function
 from sparkdl.spark.runs.stream_feeding import StreamingRun
 from sparkdl.spark.session.running import this_interpreter, with_this_interpreter
 
-_DEFAULT_EPOCHS = 10
-_CHIEFS = ("chief", "master")
-
 
 class InputMode:
     """The reader of the data: the function itself, or Spark."""
@@ -119,7 +116,7 @@ class TFCluster:
         with this_interpreter(dataRDD.context):
             frame = self._spark.createDataFrame(dataRDD.mapPartitions(pickled), "element binary")
         self._call_nodes(
-            call_fed_node, data=frame, epochs=num_epochs or _DEFAULT_EPOCHS,
+            call_fed_node, data=frame, epochs=num_epochs or 10,
             limits=Limits(stall_timeout_s=feed_timeout),
         )  # fmt: skip
         return None
@@ -199,13 +196,12 @@ class TFCluster:
         """
         if ssc is not None:
             raise _no_dstreams()
+        ended = True
         if self._stream is not None:
             ended = self._stream.await_termination(timeout)
         elif self._thread is not None:
             self._thread.join(timeout)
             ended = not self._thread.is_alive()
-        else:
-            ended = True
         if not ended:
             raise WaitTimeoutError(
                 "the function of a cluster still runs", expected=f"its end within {timeout:g} s",
@@ -272,7 +268,7 @@ def run(
     Raises:
         ConfigError: Something that is not there, or roles that do not fit.
     """
-    if master_node not in (None, *_CHIEFS) or (driver_ps_nodes and not num_ps):
+    if master_node not in (None, "chief", "master") or (driver_ps_nodes and not num_ps):
         raise ConfigError(
             "this cluster cannot be made here",
             expected="master_node None or 'chief', num_ps of at least 1 for driver_ps_nodes",
@@ -289,8 +285,7 @@ def run(
     found = {role: count for role, count in roles.items() if count}
     return TFCluster(
         sc, map_fun, tf_args, found, input_mode, chief=master_node or "chief",
-        ps_on_driver=driver_ps_nodes,
-        tensorboard=tensorboard, log_dir=log_dir,
+        ps_on_driver=driver_ps_nodes, tensorboard=tensorboard, log_dir=log_dir,
         start_s=require_seconds("reservation_timeout", reservation_timeout),
     )  # fmt: skip
 

@@ -53,13 +53,9 @@ class BoardUrl:
         self._told = threading.Event()
         self._url: str | None = None
 
-    def tell(self, url: str) -> None:
+    def tell(self, url: str | None) -> None:
+        """Ends all waits; None: there is no TensorBoard any more."""
         self._url = url
-        self._told.set()
-
-    def end(self) -> None:
-        """Ends all waits: there is no TensorBoard any more."""
-        self._url = None
         self._told.set()
 
     def wait(self, timeout_s: float) -> str | None:
@@ -82,7 +78,7 @@ class BoardUrl:
                 listening = rank_listening(spark, network)
                 yield BoardRequest(log_dir, server.address, token, listening, certificate)
         finally:
-            self.end()
+            self.tell(None)
 
 
 @contextmanager

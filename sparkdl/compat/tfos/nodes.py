@@ -159,7 +159,6 @@ def call_node(
     mgr: TFManager | None = None,
 ) -> None:  # fmt: skip
     """Calls the function on a node; one without a manager of its own is not fed."""
-    mgr = TFManager(queues=()) if mgr is None else mgr
     config = json.loads(os.environ["TF_CONFIG"])
     job, index, cluster = config["task"]["type"], config["task"]["index"], config["cluster"]
     leads = job == "chief" or (job == "worker" and index == 0 and "chief" not in cluster)
@@ -179,9 +178,8 @@ def infer_elements(
 
     map_fun, (tf_args,), _ = payload.load(content)
     feed = PartitionFeed(iter(elements), stall_s)
-    cluster = {job: ["localhost:0"]}
     mgr = TFManager(elements=feed)
-    context = TFNodeContext(number, job, 0, cluster, default_fs, os.getcwd(), mgr)
+    context = TFNodeContext(number, job, 0, {job: ["localhost:0"]}, default_fs, os.getcwd(), mgr)
     placement = DeviceRequest(None, unscheduled=True).place(rank_of(TaskContext.get(), 0).resources)
     with function_environment(placement), _arguments(tf_args):
         yield from feed.results(lambda: map_fun(tf_args, context))

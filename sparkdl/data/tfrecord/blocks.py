@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedReader, RawIOBase
 from typing import Any, BinaryIO, Literal, cast
 
@@ -71,11 +71,8 @@ class Block:
         return len(self.starts)
 
     def slice(self, start: int, stop: int) -> Block:
-        part = slice(start, stop)
-        return Block(
-            self.buffer, self.starts[part], self.lengths[part], self.name, self.first + start,
-            self.offset,
-        )  # fmt: skip
+        starts, lengths = self.starts[start:stop], self.lengths[start:stop]
+        return replace(self, starts=starts, lengths=lengths, first=self.first + start)
 
     def place(self, record: int) -> RecordPlace:
         """The place in the file of the record with this number in the block."""

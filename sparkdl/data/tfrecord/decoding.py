@@ -231,10 +231,9 @@ class FieldReader:
 
 def _alternate(fields: Fields, entries: int) -> bool:
     """Whether each entry has just a key and then a value, as every writer writes them."""
-    if len(fields.number) != 2 * entries:
-        return False
     return bool(
-        (fields.wire == 2).all()
+        len(fields.number) == 2 * entries
+        and (fields.wire == 2).all()
         and (fields.number[0::2] == 1).all()
         and (fields.number[1::2] == 2).all()
         and (fields.message[0::2] == fields.message[1::2]).all()
@@ -343,8 +342,7 @@ def decode_block(block: Block, schema: pa.Schema, record_type: RecordType) -> pa
 
 
 def _no_columns(block: Block) -> pa.RecordBatch:
-    batch = pa.RecordBatch.from_arrays([pa.nulls(len(block))], names=["none"])
-    return batch.select([])
+    return pa.RecordBatch.from_arrays([pa.nulls(len(block))], names=["none"]).select([])
 
 
 def _column(
@@ -378,8 +376,7 @@ def _feature_column(reader: FieldReader, lists: Lists, field: pa.Field) -> pa.Ar
             f"column {field.name!r}: Example has no arrays of arrays",
             expected="recordType SequenceExample", received=str(field.type),
         )  # fmt: skip
-    array, present = _flat(reader, lists, field, value, depth)
-    return _checked(reader, array, present, field)
+    return _checked(reader, *_flat(reader, lists, field, value, depth), field)
 
 
 def _checked(
@@ -450,9 +447,7 @@ def _check_single(
 
 def _list_array(values: pa.Array, sizes: Positions, present: npt.NDArray[np.bool_]) -> pa.ListArray:
     stored, is_large = _offsets(sizes)
-    valid = None
-    if not present.all():
-        valid = pa.py_buffer(np.packbits(present, bitorder="little"))
+    valid = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
     kind = pa.large_list(values.type) if is_large else pa.list_(values.type)
     return pa.Array.from_buffers(kind, len(sizes), [valid, stored], children=[values])
 

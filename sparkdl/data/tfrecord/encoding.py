@@ -198,8 +198,7 @@ def _feature(column: pa.Array, name: str) -> _Part:
         raise _null_inside(name)
     kind = kind_of(values.type)
     if kind == ListKind.BYTES:
-        texts = _Texts(*_spans_of(values))
-        return _message(0x0A, _Repeated(_message(0x0A, texts), counts))
+        return _message(0x0A, _Repeated(_message(0x0A, _Texts(*_spans_of(values))), counts))
     rows = np.flatnonzero(counts)  # an empty list has no packed field
     some = counts[rows]
     if kind == ListKind.FLOAT:
@@ -234,8 +233,7 @@ def _numbers(values: pa.Array) -> npt.NDArray[Any]:
 
 def _unnested(column: pa.Array) -> tuple[Positions, pa.Array]:
     """How many values each list has, and all values; no list is null."""
-    counts = _numbers(pc.list_value_length(column)).astype(np.int64)
-    return counts, column.flatten()
+    return _numbers(pc.list_value_length(column)).astype(np.int64), column.flatten()
 
 
 def _spans_of(column: pa.Array) -> tuple[Bytes, Positions, Positions]:

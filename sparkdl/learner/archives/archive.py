@@ -19,6 +19,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from sparkdl.errors import ConfigError, ModelError
@@ -558,8 +559,7 @@ def _save_bytes(model: keras.Model, objects: dict[str, Any], *, told: bool = Tru
             model.save(path)
         if shared:
             shared.mend_file(path, objects, _without_values)
-        with open(path, "rb") as file:
-            return file.read()
+        return Path(path).read_bytes()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdl.errors import ModelError, ResourceError, UnknownNameError
@@ -65,8 +66,7 @@ def export_model(model: keras.Model, path: str, file_format: str) -> None:
                     continue  # the folder's own
                 ending = inside.removeprefix("exported").replace(os.sep, "/")
                 written = target if ending == FORMATS[file_format] else stem + ending
-                with open(os.path.join(place, name), "rb") as file:
-                    storage.write_bytes(written, file.read())
+                storage.write_bytes(written, Path(place, name).read_bytes())
 
 
 def _call_once(model: keras.Model) -> None:

@@ -331,8 +331,8 @@ class TensorFlowLearner(KerasLearner):
         dense = self.layout.without(places)
         specs = [tf.TensorSpec([dense.size], tf.float32)]
         for i in places:
-            specs.append(tf.TensorSpec([None], tf.int32))
-            specs.append(tf.TensorSpec([None, self.layout.slots[i].width], tf.float32))
+            shape = [None, self.layout.slots[i].width]
+            specs += [tf.TensorSpec([None], tf.int32), tf.TensorSpec(shape, tf.float32)]
 
         def apply(flat: tf.Tensor, *rows: tf.Tensor) -> None:
             parts = with_slices(self.layout, places, split(flat, dense), rows)

@@ -126,8 +126,8 @@ def pack_reply(replies: Sequence[PushReply]) -> tuple[list[list[int]], ByteArray
     arrays: list[ByteArray] = []
     for reply in replies:
         if len(reply.values):
-            arrays.append(np.packbits(reply.rows))
-            arrays.append(np.ascontiguousarray(reply.values).reshape(-1).view(np.uint8))
+            values = np.ascontiguousarray(reply.values).reshape(-1).view(np.uint8)
+            arrays += [np.packbits(reply.rows), values]
     return told, np.concatenate(arrays) if arrays else np.empty(0, np.uint8)
 
 

@@ -95,9 +95,7 @@ class TrainTask:
 
     @property
     def _key(self) -> Key | None:
-        if self.rows_key is None:
-            return None
-        return self.rows_key, self.settings.memory_budget_bytes
+        return None if self.rows_key is None else (self.rows_key, self.settings.memory_budget_bytes)
 
     @property
     def devices(self) -> DeviceRequest:
@@ -284,8 +282,7 @@ class TrainedRank:
         plain = {name: value for name, value in vars(self).items() if name not in apart}
         plain["usage"] = asdict(self.usage)
         plain["unreported"] = [vars(report) for report in self.unreported.values()]
-        text = json.dumps(plain, default=np.ndarray.tolist)
-        yield from Result(self.rank, "done", text).batches()
+        yield from Result(self.rank, "done", json.dumps(plain, default=np.ndarray.tolist)).batches()
         if self.state is not None:
             yield from Result(self.rank, "state", "", self.state.to_bytes()).batches()
         if self.spans is not None:

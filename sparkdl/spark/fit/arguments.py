@@ -175,8 +175,7 @@ class FitArguments(UserSettings):
 
     def last_epoch(self, first_epoch: int) -> int:
         """The epoch to stop at, for a fit that begins with ``first_epoch``."""
-        goes_on = self.resume or self.initial_epoch
-        return self.epochs if goes_on else first_epoch + self.epochs
+        return self.epochs if self.resume or self.initial_epoch else first_epoch + self.epochs
 
 
 def check_keras_arguments(owner: type, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -300,8 +300,7 @@ def _warn(plan: FitPlan, rule: Rule, summary: StageSummary, monitor: FitMonitor)
 
 
 def _slots(plan: FitPlan) -> AbstractContextManager[None]:
-    """The slots of workers that must all run at the same time, and of servers on executors; other
-    workers take turns."""
+    """Slots of servers on executors, and of workers that all run at once; others take turns."""
     capacity = count_slots(plan.source.spark, plan.profile)
     servers = plan.config.server_slots
     if capacity is None or not (plan.exchange.all_at_once or servers):

@@ -116,8 +116,7 @@ class TrainedModel:
         """Takes over variables, optimizer state and the rule's state, each if ``state`` has it."""
         load_carried_state(self.model, state.carried)
         if state.weights.size:
-            layout = model_layout(self.model)
-            weights = state.weights
+            layout, weights = model_layout(self.model), state.weights
             if self.constrains:
                 weights = constrained(self.model.trainable_variables, layout, weights)
             write_model(self.model, layout, weights)

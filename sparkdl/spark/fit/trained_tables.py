@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.runs.launcher import run_on_partitions
 from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.session.running import session_of
-from sparkdl.spark.session.versions import ArrowFunction, frame_of_table, map_in_arrow
+from sparkdl.spark.session.versions import frame_of_table, map_in_arrow
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.files import TableFiles, TableReader, load_rows, write_part
 from sparkdl.tables.functions import RowFunction, Statistics, TableFunction
@@ -80,8 +81,8 @@ class TrainedTable(TableReader):
             self._require_tracking("to_dataframe(since=...)")
             require_int("since", since, least=0)
         kinds = "id bigint, row array<float>" + (", seen bigint, step bigint" * self.counts)
-        numbers = _numbers(self.parts)
-        return map_in_arrow(numbers, _reading(self.folder, self.parts, since), kinds)
+        read = partial(_read, self.folder, self.parts, since)
+        return map_in_arrow(_numbers(self.parts), read, kinds)
 
     def load(self, data: DataFrame | npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
         """Sets rows, those of ids that the table has and new ones, past any entry filter.
@@ -123,7 +124,8 @@ class TrainedTable(TableReader):
         )
 
         def spread(parts: int) -> DataFrame:
-            owned = map_in_arrow(chosen, _owned(parts), "part int, id bigint, row array<float>")
+            owning = partial(_owned, parts)
+            owned = map_in_arrow(chosen, owning, "part int, id bigint, row array<float>")
             return owned.union(_marks(frame.sparkSession, parts)).repartition(parts, "part")
 
         self._change(of, spread, put)
@@ -280,18 +282,17 @@ def _marks(spark: SparkSession, parts: int) -> DataFrame:
     )
 
 
-def _reading(folder: str, parts: int, since: int | None) -> ArrowFunction:
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        files = TableFiles(folder)
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                for rows in files.blocks(number, parts):
-                    found = _batch_of(rows)
-                    if since is not None:
-                        found = found.filter(pa.array(np.asarray(rows.clocks) > since))
-                    yield found
-
-    return read
+def _read(
+    folder: str, parts: int, since: int | None, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    files = TableFiles(folder)
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            for rows in files.blocks(number, parts):
+                found = _batch_of(rows)
+                if since is not None:
+                    found = found.filter(pa.array(np.asarray(rows.clocks) > since))
+                yield found
 
 
 class _TableTask(ReturningTask):
@@ -339,15 +340,12 @@ def _lists(rows: FloatArray) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(rows.reshape(-1)))
 
 
-def _owned(parts: int) -> ArrowFunction:
-    def spread(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            ids = batch.column(0)
-            part = owner(np.asarray(ids.fill_null(0), np.int64), parts).astype(np.int32)
-            part = pa.array(np.where(np.asarray(ids.is_null()), np.int32(-1), part))
-            yield pa.RecordBatch.from_arrays([part, ids, batch.column(1)], ["part", "id", "row"])
-
-    return spread
+def _owned(parts: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        ids = batch.column(0)
+        part = owner(np.asarray(ids.fill_null(0), np.int64), parts).astype(np.int32)
+        part = pa.array(np.where(np.asarray(ids.is_null()), np.int32(-1), part))
+        yield pa.RecordBatch.from_arrays([part, ids, batch.column(1)], ["part", "id", "row"])
 
 
 @dataclass(frozen=True)
@@ -384,8 +382,7 @@ def _sorted(
     for batch in batches:
         part, ids, rows = batch.columns
         parts, none = np.asarray(part), np.asarray(ids.is_null())
-        empty = np.asarray(rows.is_null())
-        if (none != empty).any() or (parts < 0).any():
+        if (none != np.asarray(rows.is_null())).any() or (parts < 0).any():
             raise _bad(table, "an id with a row in each line", "a null")
         marks += parts[none].tolist()
         there = pa.array(~none)

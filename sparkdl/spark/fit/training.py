@@ -273,8 +273,7 @@ class FitStage:
             raise StageLost(error) from error.__cause__
 
     def _raise_failures(self, results: list[Result]) -> None:
-        """Raises the first cause: the worker that failed first, not those that failed because of
-        it."""
+        """Raises the first cause: what the worker raised that failed before the others."""
         failures = failures_of(results)
         cause = root_cause(failures)
         if cause is None:

@@ -96,8 +96,7 @@ class Run(Protocol):
         """
 
     def member(self, rank: int) -> RunState | None:
-        """The model of its own that a rank has trained, where the models never meet; None if it
-        has left none."""
+        """A rank's own model, where the models never meet; None if it has left none."""
         return None
 
     @abstractmethod
@@ -417,8 +416,7 @@ class AllReduceRun(CoordinatedRun):
     strategy: BarrierStrategy
 
     def __init__(self, host: CoordinatorHost, strategy: BarrierStrategy, num_workers: int) -> None:
-        self._host, self._num_workers = host, num_workers
-        self.strategy = strategy
+        self._host, self.strategy, self._num_workers = host, strategy, num_workers
 
     @property
     def _driver(self) -> DriverClient:

@@ -52,8 +52,7 @@ class ArraysForm(Form):
             raise unknown_data(self.data)
         numbers = self.arrays(signature, columns)
         if numbers is None or columns.group is not None:
-            data = by_name(self.data, signature)
-            x, y, weight = arrays_of(data)
+            x, y, weight = arrays_of(by_name(self.data, signature))
             group = columns.group
             if isinstance(group, str):
                 if not isinstance(x, Mapping) or group not in x:
@@ -389,16 +388,13 @@ def join_labels(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     if len(given) > 2:
         raise ConfigError(
             f"what comes after the labels in {method} has no names",
-            expected=f"{method}(x, y, {_EXAMPLES.get(method, 'batch_size=32')})",
+            expected=f"{method}(x, y, {'epochs=5, ' if method == 'fit' else ''}batch_size=32)",
             received=", ".join(shown(value) for value in given[2:]),
             hint="Keras' order of the further arguments is another one than sparkdl's",
         )
     if holds_arrays(options.get("sample_weight")):
         given.append(options.pop("sample_weight"))
     return (tuple(map(_as_array, given)),), options
-
-
-_EXAMPLES = {"fit": "epochs=5, batch_size=32"}
 
 
 def holds_arrays(value: Any) -> bool:
@@ -412,8 +408,7 @@ def holds_arrays(value: Any) -> bool:
 
 
 def _as_array(value: Any) -> Any:
-    known = isinstance(value, (list, tuple, Mapping, np.ndarray))
-    return value if known else np.asarray(value)
+    return value if isinstance(value, (list, tuple, Mapping, np.ndarray)) else np.asarray(value)
 
 
 def split_arrays(data: Sequence[Any], split: float) -> tuple[Any, Any]:

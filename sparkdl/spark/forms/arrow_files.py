@@ -226,8 +226,7 @@ def parquet_pieces(shard: FileShard, columns: FileColumns) -> list[ParquetPiece]
     there = metadata.num_row_groups
     numbers = range(there) if shard.row_groups is None else shard.row_groups
     if numbers and max(numbers) >= there:
-        expected = f"a row group with the number {max(numbers)}"
-        raise lost_rows(path, expected, f"{there} row groups")
+        raise lost_rows(path, f"a row group with the number {max(numbers)}", f"{there} row groups")
     joined: list[list[int]] = []
     room = 0
     for number in numbers:

@@ -72,8 +72,7 @@ def field_of(schema: T.StructType, name: str, argument: str) -> T.StructField:
 
 def check_vector_size(field: T.StructField, shape: Shape | None) -> None:
     """Compares the size in the metadata of a column of vectors, if it is there, with the model."""
-    attributes = (field.metadata or {}).get("ml_attr", {})
-    size = attributes.get("num_attrs")
+    size = (field.metadata or {}).get("ml_attr", {}).get("num_attrs")
     if size is None or shape is None or any(d is None for d in shape):
         return
     if math.prod(d or 0 for d in shape) != size:
@@ -124,7 +123,6 @@ _OF_TEXT = {
 
 def wrong_type(field: T.StructField, argument: str, expected: str, hint: str = "") -> DataError:
     """The error for a column of a type that an argument does not take."""
-    kind = field.dataType.simpleString()
     if not hint and isinstance(field.dataType, T.StringType):
         hint = _OF_TEXT.get(argument, "")
     if not hint and isinstance(field.dataType, T.StructType):
@@ -137,5 +135,5 @@ def wrong_type(field: T.StructField, argument: str, expected: str, hint: str = "
         )
     return DataError(
         f"column {field.name!r} cannot be used as {argument}", expected=expected,
-        received=f"a column of type {kind}", hint=hint,
+        received=f"a column of type {field.dataType.simpleString()}", hint=hint,
     )  # fmt: skip

@@ -146,9 +146,10 @@ def make_spec(
         if isinstance(label, Mapping):  # what has no loss may be left out
             optional -= set(label)
         needed = {name: spec for name, spec in signature.outputs.items() if name not in optional}
-        outputs = {LABEL: label} if _is_for_all(label, signature) else (
-            _match(label, needed, "label", "output", not _are_own(label, signature))
-        )  # fmt: skip
+        # names that only code of the user's own knows
+        own = signature.own_step and set(signature.label_kinds.values()) == {"own"}
+        for_all = own and len(signature.outputs) > 1 and not isinstance(label, Mapping)
+        outputs = {LABEL: label} if for_all else _match(label, needed, "label", "output", not own)
         label_specs = {
             name: replace(
                 _label(schema, _names(columns, "label"), signature, name, of_label(name)),
@@ -203,16 +204,6 @@ def _label_beside(
             received=f"label={label!r}",
         )
     return None if makes_labels else label
-
-
-def _is_for_all(label: InputColumns, signature: Signature) -> bool:
-    own = _are_own(label, signature) and len(signature.outputs) > 1
-    return own and not isinstance(label, Mapping)
-
-
-def _are_own(label: InputColumns, signature: Signature) -> bool:
-    """Whether labels have names that only code of the user's own knows."""
-    return signature.own_step and set(signature.label_kinds.values()) == {"own"}
 
 
 def _match(
@@ -289,8 +280,7 @@ def _feature(
             raise wrong_type(field, "features", "an array of numbers")
         return ColumnSpec(columns, (None,) * depth if shape is None else shape, dtype, "array")
     if is_number(kind):
-        as_given = wanted.dtype == AS_GIVEN
-        rows = () if as_given else _scalars_shape(columns, shape)
+        rows = () if wanted.dtype == AS_GIVEN else _scalars_shape(columns, shape)
         return ColumnSpec(columns, rows, dtype, "scalars")
     if isinstance(kind, T.BinaryType):
         return ColumnSpec(columns, _known(shape, field), dtype, "binary")
@@ -357,8 +347,7 @@ def _label(
     field = field_of(schema, name, "label")
     if signature.label_kinds.get(output, "own") == "own":
         return _own_label(field, signature, output)
-    wanted = signature.outputs[output]
-    shape, kind = wanted.shape, field.dataType
+    shape, kind = signature.outputs[output].shape, field.dataType
     if signature.label_kinds.get(output) == "sparse":
         classes, rest = signature.class_labels(output)
         if is_number(kind):

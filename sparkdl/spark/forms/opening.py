@@ -202,8 +202,7 @@ def _validated_by_column(form: Form, name: str, choice: RowChoice) -> Source:
     chosen = selection(data.schema, source.spec, wire_names(len(source.spec.columns)))
     places = places_in(data)
     frame = data.select(*places, *chosen, F.coalesce(held_out, F.lit(-1).cast("byte")).alias(ROLE))
-    spec = replace(source.spec, role_column=ROLE)
-    return Source(frame, spec, source.origin, validates="may")
+    return Source(frame, replace(source.spec, role_column=ROLE), source.origin, validates="may")
 
 
 def _add_validation(source: Source, validation: Source | None, choice: RowChoice) -> Source:
@@ -243,8 +242,7 @@ def _with_weights(source: Source, other: Source) -> Source:
     weights = {spec.columns[0]: spec for spec in other.spec.weights.values()}
     names = dict(zip(wire_names(len(other.spec.columns)), other.spec.columns, strict=True))
     for name, column in [*names.items()][len(source.spec.columns) :]:
-        kind = other.frame.schema[name].dataType
-        frame = frame.withColumn(name, _ones(weights[column], kind))
+        frame = frame.withColumn(name, _ones(weights[column], other.frame.schema[name].dataType))
     return replace(
         source, frame=frame, spec=replace(source.spec, sample_weight=other.spec.sample_weight)
     )

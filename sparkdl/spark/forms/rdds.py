@@ -91,8 +91,7 @@ def rdd_features(signature: Signature, rows: Sequence[Any] = ()) -> dict[str, Co
     specs = {}
     for name, wanted in signature.inputs.items():
         told = [_parts(row, signature.inputs).get(name) for row in rows]
-        typed = replace(wanted, dtype=wanted.dtype_for(_dtype(told)))
-        specs[name] = _fixed(typed, "input")
+        specs[name] = _fixed(replace(wanted, dtype=wanted.dtype_for(_dtype(told))), "input")
     return specs
 
 
@@ -139,8 +138,7 @@ def _fits(x: Any, specs: Mapping[str, ColumnSpec]) -> bool:
         sizes = [int(p.size) if hasattr(p, "size") else int(np.size(p)) for p in parts]
     except ValueError:
         return False
-    wanted = [math.prod(d or 0 for d in spec.shape) for spec in specs.values()]
-    return sizes == wanted
+    return sizes == [math.prod(d or 0 for d in spec.shape) for spec in specs.values()]
 
 
 def _fixed(spec: TensorSpec, what: str) -> ColumnSpec:

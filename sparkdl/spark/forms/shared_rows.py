@@ -82,8 +82,7 @@ class HeldOutRows(SharedRows):
         if kept is not None and kept.are_of(frame, cache_id):
             return kept.rows
         context, limit_bytes = frame.sparkSession.sparkContext, HELD_OUT_BYTES // partitions
-        encoded = map_in_arrow(frame, partial(encode, limit_bytes=limit_bytes), _SCHEMA)
-        streams = encoded.collect()
+        streams = map_in_arrow(frame, partial(encode, limit_bytes=limit_bytes), _SCHEMA).collect()
         if any(row.size > limit_bytes for row in streams):
             return None
         rows = cls(context.broadcast([bytes(row.content) for row in streams]))

@@ -133,8 +133,7 @@ class Source:
         if self.files or self.shared is not None:
             return self.spark.range(0, num_workers, 1, num_workers), self.shared
         if self.spec.group is not None:
-            group = self.group_column
-            return dealt(self.frame, num_workers, in_order=True, group=group), None
+            return dealt(self.frame, num_workers, in_order=True, group=self.group_column), None
         if self._cached_parts() == num_workers:
             return self.frame, None
         if self.apart is not None and self.collects(num_workers):
@@ -225,8 +224,7 @@ def _drawn_by(expression: Any, placed: bool) -> list[str]:
     inner = [e for e in _items(expression.children()) if not e.deterministic()]
     found = [name for e in inner for name in _drawn_by(e, placed)]
     kind = str(expression.getClass().getSimpleName())
-    is_function = kind in ("ScalaUDF", "PythonUDF")
-    if inner and not (is_function and not expression.udfDeterministic()):
+    if inner and not (kind in ("ScalaUDF", "PythonUDF") and not expression.udfDeterministic()):
         return found
     function = expression.function().getClass().getName() if kind == "ScalaUDF" else ""
     if function.startswith(_SPARK_ML) or kind.startswith("InputFile"):

@@ -79,7 +79,10 @@ def named_batches(batches: Iterable[pa.RecordBatch], spec: DataSpec) -> Generato
     for batch in batches:
         given = batch.schema.names
         if PROBLEM in given:
-            _raise_problem(batch.column(given.index(PROBLEM)))
+            problems = batch.column(given.index(PROBLEM)).drop_null()
+            if len(problems):
+                what, expected, received, hint = json.loads(problems[0].as_py())
+                raise DataError(what, expected=expected, received=received, hint=hint)
         kept = [i for i, name in enumerate(given) if name != PROBLEM]
         yield pa.RecordBatch.from_arrays(
             [batch.column(i) for i in kept], names=[names.get(given[i], given[i]) for i in kept]
@@ -89,12 +92,6 @@ def named_batches(batches: Iterable[pa.RecordBatch], spec: DataSpec) -> Generato
 def pack_problem(error: DataError) -> str:
     """On the executor: an error as text for the column :data:`PROBLEM`."""
     return json.dumps([error.what, error.expected, error.received, error.hint])
-
-
-def _raise_problem(column: Any) -> None:
-    if column.null_count < len(column):
-        what, expected, received, hint = json.loads(column.drop_null()[0].as_py())
-        raise DataError(what, expected=expected, received=received, hint=hint)
 
 
 def no_type(name: str, received: str, value: bool = False) -> DataError:

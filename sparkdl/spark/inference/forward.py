@@ -207,8 +207,7 @@ class ForwardPass(Closing):
             predictor = self._model()
             several = predictor.passes * self.batch_size
             stop = start + (several if start + several <= num_rows else self.batch_size)
-            part = {name: array[start:stop] for name, array in x.items()}
-            yield self._predict(predictor, part)
+            yield self._predict(predictor, {name: array[start:stop] for name, array in x.items()})
             start = stop
         if start < num_rows:  # a copy: a view would hold the whole Arrow batch
             self._waiting.append({name: array[start:].copy() for name, array in x.items()})
@@ -251,9 +250,7 @@ class ForwardPass(Closing):
     def _columns(self, outputs: Arrays) -> list[Any]:
         known = self.archive.signature.outputs
         lengths = {name: outputs.pop(name) for name in list(outputs) if name.startswith(LENGTHS)}
-        if (
-            not outputs.keys() >= known.keys()
-        ):  # a subclassed model, of which only the order is known
+        if not outputs.keys() >= known.keys():  # of a subclassed model: only the order is known
             outputs = dict(zip(known, outputs.values(), strict=True))
         scores, positions = self.archive.scores, self._positions
         columns: list[Any] = []
@@ -302,6 +299,5 @@ def _row_shapes(x: Arrays) -> dict[str, tuple[int, ...]]:
 def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     if len(parts) == 1:
         return parts[0]
-    rows = sum(map(len, parts))
-    joined = aligned_empty((rows, *parts[0].shape[1:]), parts[0].dtype)
+    joined = aligned_empty((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
     return np.concatenate(parts, out=joined)

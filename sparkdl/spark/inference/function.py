@@ -344,7 +344,8 @@ def column_function(
         return run_arguments(arguments, shipped)
 
     def run_pandas(arguments: Iterator[Any]) -> Iterator[Any]:
-        return run_series(arguments, shipped)
+        # pandas has no null among numbers but NaN, so that NaN counts as null here
+        return map(to_series, run_arguments(_typed(arguments), shipped))
 
     run.__name__ = run_pandas.__name__ = name
     with warnings.catch_warnings():  # type hints cannot say that any number of arguments will do
@@ -436,16 +437,6 @@ def run_arguments(
     return map(operator.itemgetter(0), run_task(input_of(batches()), shipped))
 
 
-def run_series(
-    arguments: Iterable[Series | tuple[Series, ...]], shipped: Shipped
-) -> Iterator[pd.Series]:
-    """The same with columns of pandas, for Spark before 4.1.
-
-    pandas has no null among numbers but NaN, so that NaN counts as null here.
-    """
-    return map(to_series, run_arguments(_typed(arguments), shipped))
-
-
 def _typed(arguments: Iterable[Series | tuple[Series, ...]]) -> Iterator[tuple[pa.Array, ...]]:
     """Batches whose columns have a type, also where pandas has nothing but null.
 
@@ -494,8 +485,7 @@ def to_series(column: pa.Array) -> pd.Series:
     """A column as pandas has it; lists are lists of Python's."""
     import pandas as pd
 
-    if pa.types.is_nested(column.type):
-        return pd.Series(column.to_pylist(), dtype=object)
-    if column.null_count:  # as an object, so that whole numbers stay such beside null
+    # as objects, so that whole numbers stay such beside null
+    if pa.types.is_nested(column.type) or column.null_count:
         return pd.Series(column.to_pylist(), dtype=object)
     return column.to_pandas()

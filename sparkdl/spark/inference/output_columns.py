@@ -237,18 +237,16 @@ def _to_vectors(rows: Stored) -> pa.Array:
         wide: Stored = Ragged(rows.values.astype(np.float64, copy=False), rows.lengths)
     else:
         wide = rows.astype(np.float64, copy=False)
-    values = _to_arrow(wide, lists=True)
     kinds = {field.name: field.type for field in _VECTOR}
     fields = {
         "type": pa.array(np.ones(len(rows), np.int8)),
         "size": pa.nulls(len(rows), kinds["size"]),
         "indices": pa.nulls(len(rows), kinds["indices"]),
-        "values": values.cast(kinds["values"]),
+        "values": _to_arrow(wide, lists=True).cast(kinds["values"]),
     }
     return pa.StructArray.from_arrays([fields[f.name] for f in _VECTOR], fields=list(_VECTOR))
 
 
 def with_nulls(values: pa.Array, valid: npt.NDArray[np.bool_]) -> pa.Array:
     """Values of the valid rows only -> one for each row, null for the others."""
-    places = np.cumsum(valid) - 1
-    return values.take(pa.array(places, mask=~valid))
+    return values.take(pa.array(np.cumsum(valid) - 1, mask=~valid))

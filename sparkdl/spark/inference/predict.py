@@ -364,7 +364,6 @@ def predict_columns(
     names = [column.name for column in outputs]
     hint = "predict(..., output_column='another name')"
     require_new(names, frame.columns, "each column of predictions", hint)
-    names = [*frame.columns, *(column.name for column in outputs)]
     # Spark takes no dot nor backtick in some places, nor one name twice.
     wire = frame.toDF(*wire_names(len(frame.columns)))
     typed = tuple(column.typed(archive, spec.features) for column in outputs)
@@ -375,4 +374,4 @@ def predict_columns(
         wire, schema, task, task.result, spec.columns, appending, "sparkdl_predict",
         left_out=handle_invalid == "skip",
     )  # fmt: skip
-    return predicted.toDF(*names)
+    return predicted.toDF(*frame.columns, *names)

@@ -73,8 +73,7 @@ class OutputsStage(FittedStage):
         chosen = self.getOrDefault("outputCols")
         if chosen is None:
             base = self.getOrDefault(self.NAMING)
-            several = len(outputs) > 1
-            chosen = {name: f"{base}_{name}" if several else base for name in outputs}
+            chosen = {name: f"{base}_{name}" if len(outputs) > 1 else base for name in outputs}
         for name in chosen:
             if name not in outputs:
                 raise UnknownNameError("output of the model", name, outputs)
@@ -241,8 +240,7 @@ class KerasClassificationModel(FittedStage, ProbabilisticClassificationModel):
         name = only_output(predictor.signature, type(self).__name__)
         shape = predictor.signature.outputs[name].shape
         logits = self.getOrDefault("fromLogits")
-        scores = predictor.scores.get(name)
-        return name, *scores_of(scores, shape, logits, type(self).__name__)
+        return name, *scores_of(predictor.scores.get(name), shape, logits, type(self).__name__)
 
     def _scorer(self) -> PredictorArchive:
         name, scores, _ = self._meaning()

@@ -161,9 +161,7 @@ def _tables_elsewhere(spark: Any, path: str, size: int, model: str) -> Iterator[
 
 
 def _tables_here(folder: str, size: int, model: str) -> Iterator[pa.Table]:
-    """Rows of all files in a folder of this machine, a few chunks at once, each file's by its
-    first chunk.
-    """
+    """Rows of all files in a local folder, some chunks at once, each file's by its first chunk."""
     with _parquet_read(model):
         paths = [
             f"{folder}/{name}"
@@ -338,8 +336,7 @@ class StageWriter(MLWriter):
             write_here(f"{folder}/{name}", whole)
 
     def _save_metadata(self, path: str, section: Mapping[str, Json]) -> None:
-        spark = self.sparkSession
-        place = metadata_place(spark)
+        place = metadata_place(self.sparkSession)
         DefaultParamsWriter.saveMetadata(self._stage, path, place, {_SECTION: section})
 
 

@@ -88,7 +88,7 @@ class Stage(Params):
             UnknownArgumentError: A name that the stage does not have.
             ParamTypeError: A value of another type.
         """
-        known = self._argument_names()
+        known = [*self.PARTS, *_params_of(type(self))]
         for name in arguments:
             if name not in known:
                 raise UnknownArgumentError("argument", name, known, self.REFUSED.get(name, ""))
@@ -96,11 +96,6 @@ class Stage(Params):
             if name in arguments:
                 getattr(self, f"set{_title(type(self), name)}")(arguments[name])
         return self
-
-    @classmethod
-    def _argument_names(cls) -> list[str]:
-        inherited = (n for n in dir(cls) if isinstance(inspect.getattr_static(cls, n), Param))
-        return [*cls.PARTS, *inherited]
 
     def _set(self: Self, **values: object) -> Self:
         for name, value in values.items():
@@ -138,6 +133,10 @@ class Stage(Params):
         require_new(names, schema.names, what, "another name, or '' to leave the column out")
 
 
+def _params_of(cls: type) -> list[str]:
+    return [n for n in dir(cls) if isinstance(inspect.getattr_static(cls, n), Param)]
+
+
 def has_params(*specs: ParamSpec) -> Callable[[Cls], Cls]:
     """A class decorator: adds Params with their getters and setters, and a constructor's signature.
 
@@ -148,7 +147,7 @@ def has_params(*specs: ParamSpec) -> Callable[[Cls], Cls]:
         for spec in specs:
             setattr(cls, spec.name, Param(Params._dummy(), spec.name, spec.doc, spec.convert))
         cls.SPECS = (*specs, *cls.SPECS)  # type: ignore[attr-defined]
-        names = [n for n in dir(cls) if isinstance(inspect.getattr_static(cls, n), Param)]
+        names = _params_of(cls)
         for name in names:
             title = _title(cls, name)
             for method in (f"get{title}", f"set{title}"):

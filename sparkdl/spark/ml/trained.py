@@ -274,9 +274,7 @@ class FittedStage(ColumnsStage, SavedStage):
         outputs = self._columns()
         if not outputs:
             return dataset
-        inputs = Columns(
-            self.features, decoder=self.trained.decoder, pad=self.getOrDefault("pad")
-        )  # fmt: skip
+        inputs = Columns(self.features, decoder=self.trained.decoder, pad=self.getOrDefault("pad"))
         return predict_columns(
             dataset, self._scorer(), inputs, outputs,
             batch_size=self.getOrDefault("inferenceBatchSize"), use_gpu=self.getOrDefault("useGpu"),
@@ -296,5 +294,4 @@ class FittedStage(ColumnsStage, SavedStage):
         source, archive = found
         saved = loaded.plain.get("summary")
         summary = None if saved is None else TrainingSummary.from_json(saved)
-        decoder = loaded.code.get("decoder")
-        self._with(Trained(archive, source, decoder, summary))
+        self._with(Trained(archive, source, loaded.code.get("decoder"), summary))

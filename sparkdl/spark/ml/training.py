@@ -144,8 +144,7 @@ class Parts:
 
     def _build(self, arguments: Mapping[str, Any]) -> Any:
         assert self.builder is not None
-        hint = "builderArgs are its arguments"
-        require_call("modelBuilder", self.builder, (), arguments, hint)
+        require_call("modelBuilder", self.builder, (), arguments, "builderArgs are its arguments")
         model = self.builder(**arguments)
         if not hasattr(type(model), "train_on_batch"):
             raise ModelError(
@@ -330,8 +329,7 @@ class TrainingStage(ColumnsStage, SavedStage):
         return self._with(replace(self._parts, custom_objects=require_objects(objects)))
 
     def setNetwork(self: E, network: Network | None) -> E:
-        """Sets where the driver and the workers listen, and whether they encrypt; no file holds
-        it."""
+        """Sets where driver and workers listen, and whether they encrypt; no file holds it."""
         network = Network() if network is None else require_instance("network", network, Network)
         return self._with(replace(self._parts, network=network))
 
@@ -504,7 +502,7 @@ class TrainingStage(ColumnsStage, SavedStage):
     def take(self, loaded: Loaded) -> None:
         code = dict(loaded.code)
         compiled = {**loaded.plain["compiled"]}
-        compiled |= {n: code[n] for n in ("optimizer", "loss", "metrics") if n in code}
+        compiled |= {n: code[n] for n in _COMPILED if n in code}
         found = load_source(loaded)
         archive: ModelArchive | None = None if found is None else found[1]
         self._parts = Parts(

@@ -339,8 +339,7 @@ def _local_slots(master: str, cpus: float) -> int | None:
 
 
 def _is_dynamic(spark: SparkSession) -> bool:
-    dynamic = spark.conf.get("spark.dynamicAllocation.enabled", "false")
-    return str(dynamic).lower() == "true"
+    return str(spark.conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
 
 
 def _range_partitions(spark: SparkSession) -> int:
@@ -365,8 +364,7 @@ class _Claim:
     since: float = field(default_factory=time.monotonic)
 
     def __str__(self) -> str:
-        seconds = time.monotonic() - self.since
-        return f"{self.name} ({self.slots} slots, {seconds:.0f} s ago)"
+        return f"{self.name} ({self.slots} slots, {time.monotonic() - self.since:.0f} s ago)"
 
 
 class SlotPool:

@@ -80,16 +80,14 @@ def run_stage(
         require_encryptable(task.communicator)
         if task.peers is not None:
             say_what_is_in_the_clear(task.peers.framework, network.encrypt)
-    listening = rank_listening(spark, network)
-    task = replace(task, listening=listening, certificate=certificate)
+    task = replace(task, listening=rank_listening(spark, network), certificate=certificate)
     count = num_workers or capacity.default_parallelism(spark)
     tasks = count - on_driver
     capacity.check_barrier(spark, tasks)
     with interrupts.CleanStack() as stack:
         slots = capacity.count_slots(spark)
         if slots is not None:
-            limit_s = task.start_timeout_s
-            stack.enter_context(slot_pool(spark).take(tasks, slots, "run", limit_s))
+            stack.enter_context(slot_pool(spark).take(tasks, slots, "run", task.start_timeout_s))
         driver = None
         if not running.is_connect(spark):
             settings = Settings(count, start_timeout_s=task.start_timeout_s)
@@ -141,9 +139,8 @@ def _run_ranks(
     fed = None if task.feed is None else task.feed.fed
     frame = spark.range(0, tasks, 1, tasks) if rows is None else dealt(rows, tasks, fed=fed)
     launcher: Launcher = SparkLauncher(
-        frame, count, barrier=True, description="sparkdl: run",
-        noun="barrier stage",
-    )  # fmt: skip
+        frame, count, barrier=True, description="sparkdl: run", noun="barrier stage"
+    )
     if on_driver:
         launcher = JoinedLauncher(launcher, ProcessLauncher(on_driver, first_rank=tasks))
     with interrupts.CleanStack() as stack:

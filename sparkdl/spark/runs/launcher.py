@@ -251,11 +251,10 @@ def _in_files(spark: SparkSession, pieces: Iterable[bytes]) -> tuple[str, ...]:
 
 def _lost(error: BaseException, noun: str, setting: Setting) -> RanksLost:
     """Ranks that ended without a description; of a barrier stage Spark's message names one."""
-    text = str(error)[:8000]
     return RanksLost(
         lost_rank(error),
         f"Spark gave the {noun} up: {reason_of(error)}",
-        text,
+        str(error)[:8000],
         hint=memory_hint(str(error), setting)
         or "a process that was killed (memory?), a lost executor that cannot be replaced, or "
         "sparkdl not installed on the executors",

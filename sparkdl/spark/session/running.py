@@ -29,9 +29,7 @@ def is_connect(spark: object) -> bool:
 
 def is_local(spark: SparkSession) -> bool:
     """Whether all executors are on this machine (``local[…]``, ``local-cluster[…]``)."""
-    if is_connect(spark):
-        return False
-    return str(spark.sparkContext.master).startswith("local")
+    return not is_connect(spark) and str(spark.sparkContext.master).startswith("local")
 
 
 def require_running(spark: SparkSession) -> None:
@@ -47,15 +45,13 @@ def require_running(spark: SparkSession) -> None:
             "spark must be the session", expected="a SparkSession, or None for the active one",
             received=shown(spark), hint="spark = SparkSession.builder.getOrCreate()",
         )  # fmt: skip
-    problem = session_problem(spark)
-    if problem is not None:
+    if (problem := session_problem(spark)) is not None:
         raise problem
 
 
 def require_running_rdd(rdd: RDD[Any]) -> None:
     """The same for the context that an RDD belongs to."""
-    problem = _context_problem(rdd.ctx)
-    if problem is not None:
+    if (problem := _context_problem(rdd.ctx)) is not None:
         raise problem
 
 

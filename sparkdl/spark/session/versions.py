@@ -93,8 +93,7 @@ def arrow_stage(
         stage = frame.mapInArrow(function, schema, barrier=barrier, profile=profile)
     else:
         # Spark 3.5 gives resources to stages of RDDs alone: here that of the function.
-        rows = frame.mapInArrow(function, schema, barrier=barrier).rdd
-        stage = rows.withResources(profile)
+        stage = frame.mapInArrow(function, schema, barrier=barrier).rdd.withResources(profile)
     return stage
 
 
@@ -111,9 +110,7 @@ def whole_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
     it looks at them (``flatten``, ``nbytes``): in arrays of arrays, such as those of a batch whose
     rows have no position.
     """
-    if spark_version() >= (4, 0):
-        return batches
-    return map(_whole_batch, batches)
+    return batches if spark_version() >= (4, 0) else map(_whole_batch, batches)
 
 
 def _whole_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -140,9 +137,8 @@ def _whole(array: pa.Array) -> pa.Array:
 
 def condition_of(error: PySparkException) -> str:
     """The name of an error's kind, such as ``PATH_NOT_FOUND``; empty for an error without."""
-    if spark_version() >= (4, 0):
-        return error.getCondition() or ""
-    return error.getErrorClass() or ""
+    named = error.getCondition if spark_version() >= (4, 0) else error.getErrorClass
+    return named() or ""
 
 
 def arrow_schema_of(schema: StructType) -> pa.Schema:

@@ -276,8 +276,7 @@ def read_whole_files(spark: Any, path: str) -> Any:
         DataError: No record has a value.
     """
     contents = spark.read.format("binaryFile").load(path).select("path", "content")
-    looked_at = contents.limit(_WHOLE_FILES_LOOKED_AT)
-    first = map_in_arrow(looked_at, _infer, "arrow binary").head()
+    first = map_in_arrow(contents.limit(_WHOLE_FILES_LOOKED_AT), _infer, "arrow binary").head()
     found = pa.schema([]) if first is None else pa.ipc.read_schema(pa.py_buffer(first["arrow"]))
     if not len(found):
         raise DataError(

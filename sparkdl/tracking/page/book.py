@@ -179,9 +179,7 @@ class RunRecords:
     def to_json(self) -> str:
         """A list of the records in their order; of each kind the newest one is in it."""
         found = [entry for kept in self._kept.values() for entry in kept]
-        for kind, newest in self._newest.items():
-            if self._kept[kind][-1] is not newest:
-                found.append(newest)
+        found += [new for kind, new in self._newest.items() if self._kept[kind][-1] is not new]
         texts = [text for _, text in sorted(found, key=lambda entry: entry[0])]
         return f"[{','.join(texts)}]"
 
@@ -338,8 +336,7 @@ class BookSink:
             self._run_id = event.run.run_id
         elif isinstance(event, SearchBegan):
             self._run_id = event.search_id
-        told: dict[str, Json] = as_json(event)
-        record = record_of(told, self._clock())
+        record = record_of(as_json(event), self._clock())
         if record is not None:
             self._add(self._run_id, record)
 

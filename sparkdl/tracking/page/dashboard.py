@@ -91,8 +91,7 @@ class FirstPageRequest:
 
 def _token_in(line: str) -> str | None:
     try:
-        query = urlsplit(line.split(" ")[1]).query
-        return parse_qs(query).get("token", [None])[0]
+        return parse_qs(urlsplit(line.split(" ")[1]).query).get("token", [None])[0]
     except (IndexError, ValueError):  # no request
         return None
 
@@ -151,8 +150,7 @@ def make_app(book: RunBook, token: str, closing: threading.Event) -> Flask:
 
     @app.get("/api/runs")
     def runs() -> Response:
-        text = json.dumps(book.runs(), separators=(",", ":"))
-        return Response(text, mimetype="application/json")
+        return Response(json.dumps(book.runs(), separators=(",", ":")), mimetype="application/json")
 
     @app.get("/api/run/<run_id>")
     def run(run_id: str) -> Response:

@@ -150,9 +150,7 @@ class Asha(Searcher):
 
     def _last_promotion(self) -> Segment | None:
         """Lets the best trial go on to the end, if rungs are too small to promote from."""
-        if self._running or self.rungs[-1].best(1):
-            return None
-        return self._promotion(1)
+        return None if self._running or self.rungs[-1].best(1) else self._promotion(1)
 
     def _promote(self, number: int, trial: int) -> Segment:
         self.rungs[number].promoted.add(trial)
@@ -208,9 +206,6 @@ def _check(owner: str, max_trials: int, max_epochs: int, divisor: float, max_run
     require_whole(owner, "max_epochs", max_epochs, 1)
     require_whole(owner, "max_rungs", max_rungs, 1)
     require(divisor > 1, owner, "divisor", "a number above 1", divisor)
-
-
-_MODES = ("aggressive", "standard", "conservative")
 
 
 class _Brackets(Searcher):
@@ -275,7 +270,7 @@ class AdaptiveAsha(_Brackets):
         self, max_trials: int = 64, max_epochs: int = 27, divisor: float = 4, max_rungs: int = 5,
         mode: str = "standard",
     ) -> None:  # fmt: skip
-        require_one_of("AdaptiveAsha", "mode", mode, _MODES)
+        require_one_of("AdaptiveAsha", "mode", mode, ("aggressive", "standard", "conservative"))
         _check("AdaptiveAsha", max_trials, max_epochs, divisor, max_rungs)
         longest = rungs_that_differ(max_rungs, divisor, max_epochs, max_trials)
         shortest = {"aggressive": longest, "standard": (longest - 1) // 2 + 1, "conservative": 1}
@@ -497,5 +492,4 @@ class PopulationBasedTraining(Searcher):
     def _other(self, space: Space, value: Value) -> Value:
         if self._rng.random() < self._resample or space.kind == "categorical":
             return space.draw(self._rng)
-        factor = FACTORS[int(self._rng.integers(2))]
-        return space.nearest(float(value or 0) * factor)
+        return space.nearest(float(value or 0) * FACTORS[int(self._rng.integers(2))])
