@@ -1,4 +1,4 @@
-"""Where tables of a run are written, after epochs and beside a saved model, and which are kept.
+"""Tables of a run in files, after epochs and beside a saved model: where, and which are kept.
 
 A model and the tables beside it can be copied elsewhere together.
 """
