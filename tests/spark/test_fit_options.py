@@ -501,7 +501,7 @@ def test_rows_of_a_group_go_to_one_worker_and_have_one_role(spark: Any) -> None:
         [(float(i), float(i), f"q{i % 7}") for i in range(56)], "x double, y double, query string"
     ).repartition(3)
     columns = Columns(["x"], "y", group="query")
-    choice = RowChoice(model_signature(model), columns, split=0.4, seed=3)
+    choice = RowChoice(model_signature(model), columns, None, split=0.4, seed=3)
     source = open_fit_source(frame, choice)
     place = F.spark_partition_id().alias("place")
     found: dict[int, set[tuple[int, int]]] = {}
